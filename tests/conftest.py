@@ -10,6 +10,7 @@ import difflib
 import functools
 import gc
 import importlib.util
+import math
 import os
 import shutil
 import signal
@@ -21,7 +22,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
+import durations
 import known_names
 import long_tests
 import pytest
@@ -48,6 +51,7 @@ OBJECTS = ROOT / "build" / "objects"
 """What compilers made of the tests' C, C++ and CUDA, by its text, flags and compiler: a run after a change of gradc
 compiles the kernels that changed.
 """
+DURATIONS = ROOT / "build" / "durations.json"
 KEPT_DAYS, KEPT_BYTES = 21, 4 << 30
 HANGS, SLACK = 600.0, 60.0
 """Seconds after which the stacks of a test are written, and how many of them earlier at most."""
@@ -56,6 +60,9 @@ _objects = pytest.StashKey[str]()
 _level = pytest.StashKey[str]()
 _without = pytest.StashKey[set[str]]()
 _of_ops = pytest.StashKey[bool]()
+_known_seconds = pytest.StashKey[dict[str, float]]()
+_left_out = pytest.StashKey[int]()
+_begun = pytest.StashKey[float]()
 _runtime = pytest.StashKey[subprocess.Popen[bytes]]()
 _watchdog = pytest.StashKey[Watchdog]()
 
@@ -115,8 +122,10 @@ def slow_functions() -> frozenset[str]:
 
 
 _seconds: dict[str, list[float]] = {}
+_cpu_seconds: dict[str, float] = {}
 _long = long_tests.Results()
 _by_file: Counter[str] = Counter()
+CPU = "CPU seconds"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -151,22 +160,33 @@ def _some_cases(config: pytest.Config) -> bool:
 
 
 def _keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A few cases of each function that -k and -m have left, where many would take longer than one waits."""
-    quick = config.getoption("--quick")
-    if not quick and not _some_cases(config):
+    """Some of those that -k and -m have left, where all would take longer than one waits."""
+    if config.getoption("--quick"):
+        kept = _few_cases(items)
+    elif _some_cases(config):
+        seconds = config.stash[_known_seconds]
+        skipped = {item.nodeid: 0.0 for item in items if item.get_closest_marker("skip")}
+        names = durations.chosen((i.nodeid for i in items), {**seconds, **skipped}, durations.budget(seconds))
+        kept = {item for item in items if item.nodeid in names}
+        config.stash[_left_out] = len(items) - len(kept)
+    else:
         return
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _few_cases(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of each function that is not slow."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         function, marked = function_of(item.nodeid), any(map(item.get_closest_marker, ("slow", "gpu", "long")))
-        if not quick or not (marked or function in slow_functions()):
+        if not (marked or function in slow_functions()):
             cases.setdefault(function, []).append(item)
-    kept = {
+    return {
         found[k * (len(found) - 1) // max(1, QUICK_CASES - 1)]  # the first, the last, and some between
         for found in cases.values()
         for k in range(QUICK_CASES)
     }
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -185,10 +205,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.stash[_without] and _some_cases(session.config):  # else other files are read than usual
+        _cpu_seconds[durations.START] = durations.cpu_seconds()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture: how this test's C is compiled (in its child processes, too)."""
     item.config.stash[_watchdog].begin()
+    item.stash[_begun] = durations.cpu_seconds()
     os.environ["GRADC_OPTIMIZE"] = item.config.stash[_level] or ("2" if _is_optimised(item) else "0")
     if item.get_closest_marker("compiles"):
         os.environ.pop("GRADC_OBJECTS", None)
@@ -206,6 +232,14 @@ def _is_optimised(item: pytest.Item) -> bool:
     return item.get_closest_marker("optimised") is not None or turn % 4 == 0
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "teardown" and _begun in item.stash:
+        report.user_properties.append((CPU, durations.cpu_seconds() - item.stash[_begun]))
+    return report
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
     """pytest has cancelled the watchdog, in whose place somebody may now look at the test."""
@@ -221,12 +255,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _long.add(report)
     if report.when == "call" and report.passed:
         _seconds.setdefault(function_of(report.nodeid), []).append(report.duration)
+        _cpu_seconds[report.nodeid] = math.inf
+    elif report.when == "teardown" and report.nodeid in _cpu_seconds:
+        _cpu_seconds[report.nodeid] = dict(report.user_properties)[CPU]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     judged = not session.config.getoption("--update-golden")  # else tests pass on whatever they wrote
     if session.config.getoption("--all") and judged and not hasattr(session.config, "workerinput"):
         _long.write()
+    took = {test: each for test, each in _cpu_seconds.items() if each < math.inf}
+    if took.keys() - {durations.START} and not hasattr(session.config, "workerinput"):
+        known_names.write(DURATIONS, durations.updated(durations.known(DURATIONS), took))
     if session.config.getoption("--update-slow") and not hasattr(session.config, "workerinput"):
         slow = (function for function, each in _seconds.items() if sum(each) / len(each) >= SLOW)
         heavy = (
@@ -325,7 +365,14 @@ def pytest_configure(config: pytest.Config) -> None:
                 cwd=ROOT,
                 stderr=subprocess.DEVNULL,  # without a compiler the tests will say so
             )
+    given = getattr(config, "workerinput", {})  # another run may write the file before a worker reads it
+    config.stash[_known_seconds] = given[CPU] if CPU in given else durations.known(DURATIONS)
     _choose_files(config)
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput[CPU] = node.config.stash[_known_seconds]
 
 
 def _choose_files(config: pytest.Config) -> None:
@@ -355,7 +402,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if slowest:
         terminalreporter.write_line("\n".join(("the slowest files:", *slowest)))
     if terminalreporter.config.stash[_of_ops]:
-        some = f", {QUICK_CASES} cases of each at most" if _some_cases(terminalreporter.config) else ""
+        config = terminalreporter.config
+        left_out = config.stash.get(_left_out, "the rest")  # of which xdist's workers do not tell
+        some = (
+            f", as many as take {durations.WANTED:g} s ({left_out} left out)"
+            if left_out and _some_cases(config)
+            else ""
+        )
         terminalreporter.write_line(
             f"-k with the name of an op: its tests but for slow ones{some};"
             " with --all or files named, all whose names have it"

@@ -1,11 +1,14 @@
 """``pytest -k NAME`` reads the files that have a test of that name: reading all of them takes longer than most tests.
 
 The names of ops are parts of other words (``le`` of ``table``, ``sum`` of ``cumsum``): each means the tests of that op
-(:func:`ops_of`), unless files are named or ``--all`` is given.
+(:func:`ops_of`), unless files are named or ``--all`` is given, and as many of them as one waits for (:mod:`durations`)
+where nothing more is said of them.
 
 ``build/names.json`` has the names of each file's tests, as they were when all of the file was last collected.
 Parameters may come from anything that a file imports or looks for (the records of ops, a folder, a compiler): the names
-hold as long as :func:`digests` are the same, and else, or where no file has a name, everything is read.
+hold as long as :func:`digests` are the same, and else, or where no file has a name, everything is read.  Of what is
+said by names of ops alone a part runs anyway: there a change of the package alone, after which most runs are, has no
+file read that had no test of that op.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = ROOT / "build" / "names.json"
 MADE = ("build", "dist", "__pycache__")
 """Folders of what is made of the checkout's files, beside what has a dot in front."""
+SETTINGS = (".cfg", ".ini", ".toml")
 OWN = tuple(f"GRADC_{name}" for name in ("CACHE_DIR", "CALIBRATION", "OBJECTS", "OPTIMIZE", "TARGET", "TEST_DAY"))
 """What a run sets itself, which parametrises nothing."""
 
@@ -53,10 +57,14 @@ def contents() -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
+def _digest(parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
 @functools.cache
-def surroundings() -> str:
-    """Digest of what may parametrise a file's tests beside the file: the checkout but for the other files of tests,
-    this machine, the environment, and the programs and packages that are installed.
+def surroundings() -> tuple[str, str]:
+    """Digests of what may parametrise a file's tests beside the file: of what tests have in common, the settings, this
+    machine, the environment, and the programs and packages that are installed; and of the rest of the checkout.
     """
     folders = {
         *os.environ.get("PATH", "").split(os.pathsep),
@@ -67,12 +75,16 @@ def surroundings() -> str:
         (name, value) for name, value in os.environ.items() if name.startswith("GRADC_") and name not in OWN
     )
     files = sorted(item for item in contents().items() if not _TESTS.fullmatch(Path(item[0]).name))
-    return hashlib.sha256(repr((sys.version, platform.uname(), installed, chosen, files)).encode()).hexdigest()
+    near = [item for item in files if item[0].startswith("tests/") or item[0].endswith(SETTINGS)]
+    far = [item for item in files if item not in near]
+    return _digest((sys.version, platform.uname(), installed, chosen, near)), _digest(far)
 
 
 @functools.cache
 def digests() -> dict[str, str]:
-    """File of tests -> digest of it, of those that it imports, and of their surroundings."""
+    """File of tests -> two digests with a dash between: of it, of those that it imports and of what is near them; and
+    of the rest of their surroundings.
+    """
     by_name = {Path(path).name: each for path, each in contents().items() if _TESTS.fullmatch(Path(path).name)}
 
     def of(path: str) -> str:
@@ -81,7 +93,8 @@ def digests() -> dict[str, str]:
             if name in by_name and name not in texts:
                 texts[name] = by_name[name][0]
                 left += by_name[name][1]
-        return hashlib.sha256(repr((surroundings(), sorted(texts.items()))).encode()).hexdigest()[:16]
+        near, far = surroundings()
+        return f"{_digest((near, sorted(texts.items())))}-{far}"
 
     return {path: of(path) for path in contents() if _TESTS.fullmatch(Path(path).name)}
 
@@ -93,7 +106,7 @@ def is_usual(config: pytest.Config) -> bool:
 
 
 def known() -> dict[str, tuple[str, str]]:
-    """File -> its digest, and the names of its tests in lower case, as ``-k`` compares them."""
+    """File -> its digests, and the names of its tests in lower case, as ``-k`` compares them."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged
         read = {path: (digest, names) for path, (digest, names) in json.loads(NAMES.read_text("utf-8")).items()}
         if all(isinstance(word, str) for each in read.values() for word in each):
@@ -153,7 +166,15 @@ def without(expression: str, names: Mapping[str, tuple[str, str]]) -> set[str]:
     if not words or "not" in words or any(not any(word in text for _, text in names.values()) for word in words):
         return set()
     absent = {path for path, (_, text) in names.items() if not any(word in text for word in words)}
-    return {path for path in absent if digests().get(path) == names[path][0]}
+    part = 0 if has_ops_alone(expression) else slice(2)
+    return {
+        path for path in absent if path in digests() and _parts(digests()[path])[part] == _parts(names[path][0])[part]
+    }
+
+
+def _parts(digests: str) -> tuple[str, str]:
+    near, _, far = digests.partition("-")
+    return near, far
 
 
 def keep(items: Iterable[pytest.Item]) -> None:
@@ -169,13 +190,18 @@ def keep(items: Iterable[pytest.Item]) -> None:
     names = before | {path: (digests()[path], text) for path, text in now.items() if path in digests()}
     if names == before:
         return
-    with contextlib.suppress(OSError):  # a checkout that cannot be written
-        NAMES.parent.mkdir(exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=NAMES.parent, prefix="names-")  # another run may write at the same time
+    write(NAMES, names)
+
+
+def write(path: Path, values: object) -> None:
+    """Writes a file of JSON whole, or, in a checkout that cannot be written, not at all."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-")  # another run may write, too
         try:
             with open(handle, "w", encoding="utf-8") as file:
-                json.dump(names, file)
-            os.replace(part, NAMES)
+                json.dump(values, file)
+            os.replace(part, path)
         except BaseException:
             os.unlink(part)
             raise

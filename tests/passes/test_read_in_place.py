@@ -17,7 +17,7 @@ from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.runtime.host import pool
-from tests.agreement import agree_with_torch
+from tests.agreement import agree_with_torch, merged
 
 torch = pytest.importorskip("torch")
 
@@ -55,7 +55,8 @@ CASES = {
 }
 
 
-def _module(name, dtype="f32", transposed=False, **options):
+def _case(name, dtype="f32", transposed=False):
+    """Its graph, its arrays, and what torch makes of them."""
     x, w, attrs = CASES[name]
     op = getattr(ops, f"conv{'_transpose' if transposed else ''}{len(x) - 2}d")
     if transposed:
@@ -68,8 +69,24 @@ def _module(name, dtype="f32", transposed=False, **options):
         for name, sizes in (("x", x), ("w", w))
     }
     theirs = getattr(torch.nn.functional, f"conv{'_transpose' if transposed else ''}{len(x) - 2}d")
-    module = gradc.compile(graph, wrt=["x", "w"], target="cpu", **options)
-    return module, arrays, lambda x, w: theirs(x, w, **attrs)
+    return graph, arrays, lambda x, w: theirs(x, w, **attrs)
+
+
+def _module(name, dtype="f32", **options):
+    graph, arrays, theirs = _case(name, dtype)
+    return gradc.compile(graph, wrt=["x", "w"], target="cpu", **options), arrays, theirs
+
+
+def _joined(cases, **options):
+    """All cases as one module, and their arrays under the names that its inputs have."""
+    names = {name: name.replace(" ", "_") for name in cases}
+    graph = merged("convolutions", ((names[name], graph) for name, (graph, _, _) in cases.items()))
+    arrays = {f"{names[name]}.{n}": array for name, (_, given, _) in cases.items() for n, array in given.items()}
+    return gradc.compile(graph, wrt=[*arrays], target="cpu", **options), arrays
+
+
+def _cases_of(call):
+    return {arg.buffer.partition(".")[0] for arg in call.args if "." in arg.buffer}
 
 
 def _parted(program):
@@ -78,30 +95,39 @@ def _parted(program):
 
 def _results(module, arrays):
     y, residuals = module.forward(**arrays)
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(y.dtype)
-    return {"y": y, **module.backward(residuals, dy)}, dy
+    results = y if isinstance(y, dict) else {"y": y}
+    draw = {key: np.random.default_rng(1).standard_normal(array.shape) for key, array in results.items()}
+    dy = {key: draw[key].astype(array.dtype) for key, array in results.items()}
+    return {**results, **module.backward(residuals, **dy)}, dy
 
 
 @pytest.mark.parametrize("dtype", ("f32", "f64"))
-@pytest.mark.parametrize("name", CASES)
-def test_convolutions_are_torchs(name, dtype):
-    module, arrays, theirs = _module(name, dtype)
-    got, dy = _results(module, arrays)
-    tensors = {n: torch.from_numpy(a).double().requires_grad_() for n, a in arrays.items()}
-    y = theirs(**tensors)
-    want = {"y": y, **dict(zip("xw", torch.autograd.grad(y, [*tensors.values()], torch.from_numpy(dy)), strict=True))}
-    for key, value in want.items():
-        exact = value.detach().numpy()
-        np.testing.assert_allclose(got[key], exact, atol={"f32": 1e-6, "f64": 1e-14}[dtype] * abs(exact).max(), rtol=0)
+def test_convolutions_are_torchs(dtype):
+    cases = {name: _case(name, dtype) for name in CASES}
+    got, dy = _results(*_joined(cases))
+    atol = {"f32": 1e-6, "f64": 1e-14}[dtype]
+    for name, (_, arrays, theirs) in cases.items():
+        tensors = {n: torch.from_numpy(a).double().requires_grad_() for n, a in arrays.items()}
+        y, prefix = theirs(**tensors), name.replace(" ", "_")
+        slopes = torch.autograd.grad(y, [*tensors.values()], torch.from_numpy(dy[f"{prefix}.y"]))
+        for key, value in zip("yxw", (y, *slopes), strict=True):
+            exact = value.detach().numpy()
+            np.testing.assert_allclose(
+                got[f"{prefix}.{key}"], exact, atol=atol * abs(exact).max(), rtol=0, err_msg=f"{key} of {name}"
+            )
 
 
-@pytest.mark.parametrize("name", ("square", "stride", "narrow", *(name for name in CASES if name.startswith("phases"))))
-def test_transposed_ones_too(name):
-    module, arrays, theirs = _module(name, transposed=True)
-    got, _ = _results(module, arrays)
-    exact = theirs(*(torch.from_numpy(arrays[n]).double() for n in "xw")).numpy()
-    np.testing.assert_allclose(got["y"], exact, atol=1e-6 * abs(exact).max(), rtol=0)
-    assert _parted(module.backward.program)
+def test_transposed_ones_too():
+    names = ("square", "stride", "narrow", *(name for name in CASES if name.startswith("phases")))
+    cases = {name: _case(name, transposed=True) for name in names}
+    module, given = _joined(cases)
+    got, _ = _results(module, given)
+    for name, (_, arrays, theirs) in cases.items():
+        exact = theirs(*(torch.from_numpy(arrays[n]).double() for n in "xw")).numpy()
+        found = got[f"{name.replace(' ', '_')}.y"]
+        np.testing.assert_allclose(found, exact, atol=1e-6 * abs(exact).max(), rtol=0, err_msg=name)
+    parted = {name for call in _parted(module.backward.program) for name in _cases_of(call)}
+    assert parted >= {name.replace(" ", "_") for name in names}
 
 
 def test_gaps_between_windows_are_filled_before_what_they_are_added_to():
@@ -129,11 +155,11 @@ def test_the_phases_of_a_strided_image_are_products_of_what_they_meet():
     assert not any(b.type.count >= 2 * 9 * 9 * 7 * 7 for b in module.backward.program.of_kind("temp"))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_bits_are_those_of_columns_in_memory(name):
+def test_the_bits_are_those_of_columns_in_memory():
     """Whatever is packed from, and for any number of threads, a product adds in one order."""
-    module, arrays, _ = _module(name)
-    plain, _, _ = _module(name, fuse=False)
+    cases = {name: _case(name) for name in CASES}
+    module, arrays = _joined(cases)
+    plain, _ = _joined(cases, fuse=False)
     assert not any(map(_parted, (plain.forward.program, plain.backward.program)))
     before, seen = pool.num_threads(), []
     try:
@@ -145,10 +171,12 @@ def test_the_bits_are_those_of_columns_in_memory(name):
     first, *others = seen
     for other in others:
         for key, array in first.items():
-            np.testing.assert_array_equal(array, other[key])
+            np.testing.assert_array_equal(array, other[key], err_msg=key)
     unfused, _ = _results(plain, arrays)
-    for key in ("y", "w"):  # not the gradient of an image, which is added up from windows elsewhere
-        np.testing.assert_array_equal(first[key], unfused[key])
+    assert len(unfused) == 3 * len(CASES)
+    for key, array in unfused.items():
+        if not key.endswith(".x"):  # not the gradient of an image, which is added up from windows elsewhere
+            np.testing.assert_array_equal(first[key], array, err_msg=key)
 
 
 @pytest.mark.parametrize("name", ("square", "stride", "dilation"))
