@@ -375,6 +375,36 @@ def test_random_ops_draw_what_eager_draws() -> None:
     assert "torch draws the random numbers of eager mode" in str(gradc.torch.report())
 
 
+def _deep(x: Any) -> Any:
+    return (x.exp() + 1).sin() * 2
+
+
+UNREAD = {
+    "nothing but a check of the dtype": lambda x: _deep(x).long().double(),
+    "a random op, for its shape": lambda x: torch.randn_like(_deep(x)),
+    "a dropout": lambda x: F.dropout(_deep(x), 0.5),
+    "two of them": lambda x: F.dropout(torch.rand_like(_deep(x)) * 2 + _deep(x), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_region_that_nothing_reads(name: str) -> None:
+    """It is not run; what it would have drawn is drawn."""
+
+    def beside_a_view(x: Any) -> Any:
+        UNREAD[name](x)
+        return x.view(-1)
+
+    def beside_a_region(x: Any) -> Any:
+        UNREAD[name](x)
+        return F.dropout(_deep(x.mT), 0.5)
+
+    for function in (beside_a_view, beside_a_region):
+        for x in (rand(4, 4), rand(4, 4, grad=False)):
+            agree(function, x)
+            assert gradc.torch.report().graphs[-1].reason == ""
+
+
 def test_vmap() -> None:
     """Batched along other axes, nested, with a detached value inside; an error inside leaves no level entered."""
 
