@@ -29,6 +29,7 @@ from . import autocast, foreach
 from .custom_gradients import CustomGradient, derived
 from .decompositions import decompositions, kept_whole
 from .flex_attention import flex_attention, says_nothing
+from .sizes import typical
 from .table import draws
 
 __all__ = [
@@ -483,7 +484,9 @@ class _ExplicitGradients(TorchDispatchMode):
             self._check_write(function, args, kwargs or {}, constant)
         overwritten = self._overwritten(function, args, kwargs or {})
         with self._enabled(function):
-            result = function(*args, **(kwargs or {}))
+            result = self._restrided(function, args, kwargs or {})
+            if result is None:
+                result = function(*args, **(kwargs or {}))
         for x, before in overwritten:
             never = torch.ops.aten.zeros.default((), dtype=torch.bool, device=x.device)
             torch.ops.aten.copy_.default(x, torch.ops.aten.where.self(never, before, x))
@@ -566,6 +569,22 @@ class _ExplicitGradients(TorchDispatchMode):
         return [
             (x, x.clone()) for x in written if _has_gradients(x) and id(x) not in self.constant and self._is_whole(x)
         ]
+
+    def _restrided(self, function: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+        """The result of a write in place whose functional form may have other strides than the tensor that is written:
+        a copy of it is written and copied back, which keeps them.  None where the form is right as it is.
+        """
+        written = _written(function, args, kwargs)
+        if len(written) != 1 or not (isinstance(args[0], torch.Tensor) and written[0] is args[0]):
+            return None
+        if not _KEEPS_STRIDES.isdisjoint(function.tags) or function in _COPYING:
+            return None
+        x: torch.Tensor = args[0]
+        if all(_in_order_of_axes(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
+            return None
+        made = x.clone()  # of the same strides
+        function(made, *args[1:], **kwargs)
+        return torch.ops.aten.copy_.default(x, made)  # type: ignore[no-any-return]
 
     def _is_whole(self, x: torch.Tensor) -> bool:
         """Whether a tensor has as many elements as what it is a view of: of a part the rest has the gradient."""
@@ -703,6 +722,15 @@ def _drops(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False,
 def _has_gradients(x: torch.Tensor) -> bool:
     """Whether a tensor is of a dtype that autograd records."""
     return x.is_floating_point() or x.is_complex()
+
+
+def _in_order_of_axes(x: torch.Tensor) -> bool:
+    steps = [typical(step) for step in x.stride()]
+    return steps == sorted(steps, reverse=True)
+
+
+_KEEPS_STRIDES = {torch.Tag.pointwise, torch.Tag.inplace_view, torch.Tag.nondeterministic_seeded}
+_COPYING = (torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
 
 
 def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:

@@ -361,6 +361,35 @@ def test_outputs_share_memory_as_they_do_in_eager() -> None:
     assert not turned.any()
 
 
+def test_a_write_leaves_strides_as_they_are() -> None:
+    """Torch's functional form of a scan, say, has its result in the order of the axes."""
+    writes: list[Callable[[Any], Any]] = [
+        lambda x: x.cumsum_(0),
+        lambda x: x.cumprod_(1),
+        lambda x: x.tril_(),
+        lambda x: x.renorm_(2, 0, 1.0),
+        lambda x: x.addmm_(x.detach()[:, :3].clone(), x.detach().clone()),
+        lambda x: x.scatter_(0, torch.zeros(3, 4, dtype=torch.long), 0.5),
+        lambda x: x.index_add_(1, torch.tensor([0, 3]), x.detach()[:, :2].clone()),
+        lambda x: x.index_copy_(0, torch.tensor([1]), x.detach()[:1].clone()),
+        lambda x: x.masked_fill_((x.detach() > 0).contiguous(), 1.0),
+        lambda x: x.mul_(2),
+    ]
+
+    def function(x: Any) -> Any:
+        found = []
+        for write in writes:
+            turned, base = x.mT.clone(), x * 1
+            write(turned)
+            write(base.mT)  # what it is a view of keeps its own
+            found += [turned, turned.mT, base]
+        return tuple(found)
+
+    x = rand(4, 3)
+    for got, want in zip(agree(function, x, whole=True), function(x), strict=True):
+        assert got.stride() == want.stride()
+
+
 def test_random_ops_draw_what_eager_draws() -> None:
     def function(x: Any, w: Any, v: Any) -> Any:
         y = F.dropout(torch.tanh(x @ w) * 2 + 1, 0.4)
