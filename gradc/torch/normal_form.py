@@ -432,6 +432,7 @@ class _ExplicitGradients(TorchDispatchMode):
     :ivar viewed: by the identity of a view, the operands of the call that gave it.
     :ivar written: what the call that runs now has written to, itself or through views.
     :ivar drawn: copies of what random ops have drawn.
+    :ivar arguments: by identity.
     :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
@@ -448,6 +449,7 @@ class _ExplicitGradients(TorchDispatchMode):
         self.written: dict[int, torch.Tensor] = {}
         self.fresh: dict[int, torch.Tensor] = {}
         self.drawn: list[torch.Tensor] = []
+        self.arguments = {id(x) for x in arguments if isinstance(x, torch.Tensor)}
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 self._mark(self.aliases, argument)  # the caller has it, too
@@ -577,9 +579,11 @@ class _ExplicitGradients(TorchDispatchMode):
         written = _written(function, args, kwargs)
         if len(written) != 1 or not (isinstance(args[0], torch.Tensor) and written[0] is args[0]):
             return None
-        if not _KEEPS_STRIDES.isdisjoint(function.tags) or function in _COPYING:
+        if function in _KEEPING_STRIDES or not _TAGS_KEEPING_STRIDES.isdisjoint(function.tags):
             return None
         x: torch.Tensor = args[0]
+        if not self._viewed_by(x).isdisjoint(self.arguments):  # which has its memory whatever is copied there
+            return None
         if all(_in_order_of_axes(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
             return None
         made = x.clone()  # of the same strides
@@ -714,6 +718,17 @@ _UNTRACKED_VIEWS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_sp
 """What shares memory without being a view: for autograd a write to one is none to the other."""
 
 
+_KEEPING_STRIDES = frozenset([torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar])
+_TAGS_KEEPING_STRIDES = {torch.Tag.pointwise, torch.Tag.inplace_view, torch.Tag.nondeterministic_seeded}
+"""Writes whose functional form has the strides of what they write, and those that change them in eager mode, too."""
+
+
+def _in_order_of_axes(x: torch.Tensor) -> bool:
+    """Whether no axis of a tensor has a larger stride than one before it."""
+    steps = [typical(step) for step in x.stride()] if x.layout is torch.strided else []
+    return steps == sorted(steps, reverse=True)
+
+
 def _drops(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any) -> bool:
     """Whether these arguments of a dropout let it change anything."""
     return bool(named.get("train", training) and p)
@@ -722,15 +737,6 @@ def _drops(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False,
 def _has_gradients(x: torch.Tensor) -> bool:
     """Whether a tensor is of a dtype that autograd records."""
     return x.is_floating_point() or x.is_complex()
-
-
-def _in_order_of_axes(x: torch.Tensor) -> bool:
-    steps = [typical(step) for step in x.stride()]
-    return steps == sorted(steps, reverse=True)
-
-
-_KEEPS_STRIDES = {torch.Tag.pointwise, torch.Tag.inplace_view, torch.Tag.nondeterministic_seeded}
-_COPYING = (torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
 
 
 def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
