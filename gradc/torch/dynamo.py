@@ -262,7 +262,9 @@ class _Program:
             for number, nodes in found.regions.items():
                 try:
                     functions[number] = [
-                        self._function(graph, number, part, found) for part in losses_apart(graph, nodes, self.leaves)
+                        self._function(graph, number, part, found)
+                        for part in losses_apart(graph, nodes, self.leaves)
+                        if _read_outside(part)
                     ]
                 except GradcError as error:
                     found = without(found, graph, nodes, str(error).splitlines()[0])
@@ -279,9 +281,7 @@ class _Program:
                     named = viewed(operand)
                     name = self.names.get(named, operand.name)
                     inputs[operand] = name_of(name, lambda n: n in inputs.values())
-        outputs = [
-            n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(user not in inside for user in n.users)
-        ]
+        outputs = _read_outside(nodes)
         taken = {*inputs.values()}
         results = {n: name_of(f"y{i}" if len(outputs) > 1 else "y", taken.__contains__) for i, n in enumerate(outputs)}
         made, refused = graph_of(nodes, inputs, [(name, n) for n, name in results.items()], f"region{number}")
@@ -391,6 +391,16 @@ class _Region:
     outputs: tuple[torch.fx.Node, ...]
     dims: Mapping[str, tuple[torch.fx.Node, int | None]]
     detached: frozenset[torch.fx.Node]
+
+
+def _read_outside(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The tensors of a region that something after it reads.
+
+    There may be none: a tracer drops calls that nothing reads, but not what only a check of a dtype has read, or a
+    random op for its shape.
+    """
+    inside = set(nodes)
+    return [n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(user not in inside for user in n.users)]
 
 
 def _dims(graph: torch.fx.Graph, made: Graph) -> dict[str, tuple[torch.fx.Node, int | None]]:

@@ -29,6 +29,7 @@ from . import autocast, foreach
 from .custom_gradients import CustomGradient, derived
 from .decompositions import decompositions, kept_whole
 from .flex_attention import flex_attention, says_nothing
+from .sizes import typical
 from .table import draws
 
 __all__ = [
@@ -431,6 +432,7 @@ class _ExplicitGradients(TorchDispatchMode):
     :ivar viewed: by the identity of a view, the operands of the call that gave it.
     :ivar written: what the call that runs now has written to, itself or through views.
     :ivar drawn: copies of what random ops have drawn.
+    :ivar arguments: by identity.
     :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
@@ -447,6 +449,7 @@ class _ExplicitGradients(TorchDispatchMode):
         self.written: dict[int, torch.Tensor] = {}
         self.fresh: dict[int, torch.Tensor] = {}
         self.drawn: list[torch.Tensor] = []
+        self.arguments = {id(x) for x in arguments if isinstance(x, torch.Tensor)}
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 self._mark(self.aliases, argument)  # the caller has it, too
@@ -483,7 +486,9 @@ class _ExplicitGradients(TorchDispatchMode):
             self._check_write(function, args, kwargs or {}, constant)
         overwritten = self._overwritten(function, args, kwargs or {})
         with self._enabled(function):
-            result = function(*args, **(kwargs or {}))
+            result = self._restrided(function, args, kwargs or {})
+            if result is None:
+                result = function(*args, **(kwargs or {}))
         for x, before in overwritten:
             never = torch.ops.aten.zeros.default((), dtype=torch.bool, device=x.device)
             torch.ops.aten.copy_.default(x, torch.ops.aten.where.self(never, before, x))
@@ -566,6 +571,24 @@ class _ExplicitGradients(TorchDispatchMode):
         return [
             (x, x.clone()) for x in written if _has_gradients(x) and id(x) not in self.constant and self._is_whole(x)
         ]
+
+    def _restrided(self, function: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+        """The result of a write in place whose functional form may have other strides than the tensor that is written:
+        a copy of it is written and copied back, which keeps them.  None where the form is right as it is.
+        """
+        written = _written(function, args, kwargs)
+        if len(written) != 1 or not (isinstance(args[0], torch.Tensor) and written[0] is args[0]):
+            return None
+        if function in _KEEPING_STRIDES or not _TAGS_KEEPING_STRIDES.isdisjoint(function.tags):
+            return None
+        x: torch.Tensor = args[0]
+        if not self._viewed_by(x).isdisjoint(self.arguments):  # which has its memory whatever is copied there
+            return None
+        if all(_in_order_of_axes(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
+            return None
+        made = x.clone()  # of the same strides
+        function(made, *args[1:], **kwargs)
+        return torch.ops.aten.copy_.default(x, made)  # type: ignore[no-any-return]
 
     def _is_whole(self, x: torch.Tensor) -> bool:
         """Whether a tensor has as many elements as what it is a view of: of a part the rest has the gradient."""
@@ -693,6 +716,17 @@ _OVERWRITING = frozenset(
 
 _UNTRACKED_VIEWS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
 """What shares memory without being a view: for autograd a write to one is none to the other."""
+
+
+_KEEPING_STRIDES = frozenset([torch.ops.aten.copy_.default, torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar])
+_TAGS_KEEPING_STRIDES = {torch.Tag.pointwise, torch.Tag.inplace_view, torch.Tag.nondeterministic_seeded}
+"""Writes whose functional form has the strides of what they write, and those that change them in eager mode, too."""
+
+
+def _in_order_of_axes(x: torch.Tensor) -> bool:
+    """Whether no axis of a tensor has a larger stride than one before it."""
+    steps = [typical(step) for step in x.stride()] if x.layout is torch.strided else []
+    return steps == sorted(steps, reverse=True)
 
 
 def _drops(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any) -> bool:

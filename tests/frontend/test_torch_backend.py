@@ -361,6 +361,35 @@ def test_outputs_share_memory_as_they_do_in_eager() -> None:
     assert not turned.any()
 
 
+def test_a_write_leaves_strides_as_they_are() -> None:
+    """Torch's functional form of a scan, say, has its result in the order of the axes."""
+    writes: list[Callable[[Any], Any]] = [
+        lambda x: x.cumsum_(0),
+        lambda x: x.cumprod_(1),
+        lambda x: x.tril_(),
+        lambda x: x.renorm_(2, 0, 1.0),
+        lambda x: x.addmm_(x.detach()[:, :3].clone(), x.detach().clone()),
+        lambda x: x.scatter_(0, torch.zeros(3, 4, dtype=torch.long), 0.5),
+        lambda x: x.index_add_(1, torch.tensor([0, 3]), x.detach()[:, :2].clone()),
+        lambda x: x.index_copy_(0, torch.tensor([1]), x.detach()[:1].clone()),
+        lambda x: x.masked_fill_((x.detach() > 0).contiguous(), 1.0),
+        lambda x: x.mul_(2),
+    ]
+
+    def function(x: Any) -> Any:
+        found = []
+        for write in writes:
+            turned, base = x.mT.clone(), x * 1
+            write(turned)
+            write(base.mT)  # what it is a view of keeps its own
+            found += [turned, turned.mT, base]
+        return tuple(found)
+
+    x = rand(4, 3)
+    for got, want in zip(agree(function, x, whole=True), function(x), strict=True):
+        assert got.stride() == want.stride()
+
+
 def test_random_ops_draw_what_eager_draws() -> None:
     def function(x: Any, w: Any, v: Any) -> Any:
         y = F.dropout(torch.tanh(x @ w) * 2 + 1, 0.4)
@@ -373,6 +402,36 @@ def test_random_ops_draw_what_eager_draws() -> None:
     assert {"aten.bernoulli.p", "aten.rand_like.default"} <= rows.keys()
     assert 0 < gradc.torch.report().share < 1
     assert "torch draws the random numbers of eager mode" in str(gradc.torch.report())
+
+
+def _deep(x: Any) -> Any:
+    return (x.exp() + 1).sin() * 2
+
+
+UNREAD = {
+    "nothing but a check of the dtype": lambda x: _deep(x).long().double(),
+    "a random op, for its shape": lambda x: torch.randn_like(_deep(x)),
+    "a dropout": lambda x: F.dropout(_deep(x), 0.5),
+    "two of them": lambda x: F.dropout(torch.rand_like(_deep(x)) * 2 + _deep(x), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_region_that_nothing_reads(name: str) -> None:
+    """It is not run; what it would have drawn is drawn."""
+
+    def beside_a_view(x: Any) -> Any:
+        UNREAD[name](x)
+        return x.view(-1)
+
+    def beside_a_region(x: Any) -> Any:
+        UNREAD[name](x)
+        return F.dropout(_deep(x.mT), 0.5)
+
+    for function in (beside_a_view, beside_a_region):
+        for x in (rand(4, 4), rand(4, 4, grad=False)):
+            agree(function, x)
+            assert gradc.torch.report().graphs[-1].reason == ""
 
 
 def test_vmap() -> None:
