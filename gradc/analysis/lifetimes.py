@@ -270,8 +270,8 @@ def _in_partial_results(kernel: Kernel) -> bool:
 
 
 def may_overwrite(program: Program, kernel: Kernel, source: str, target: str) -> bool:
-    """Whether a kernel may store ``target`` into the memory of ``source``: it goes through each row once, and loads each
-    element no later than it stores the one at the same index.
+    """Whether a kernel may store ``target`` into the memory of ``source``: it goes through each row once, and loads
+    each element no later than it stores the one at the same index.
     """
     stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
     loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]

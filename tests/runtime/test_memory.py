@@ -331,8 +331,14 @@ def test_what_is_summed_along_may_be_overwritten(form: str, target: str) -> None
 
 @pytest.mark.parametrize(
     ("form", "strategy", "stays"),
-    [("sum", "privatized", False), ("columns", "privatized", False), ("groups", "regular", True)]
-    + [("scattered", "privatized", False), ("scattered", "segmented", True), ("of rows", "privatized", True)],
+    [
+        ("sum", "privatized", False),
+        ("columns", "privatized", False),
+        ("groups", "regular", True),
+        ("scattered", "privatized", False),
+        ("scattered", "segmented", True),
+        ("of rows", "privatized", True),
+    ],
 )
 def test_rows_in_an_order_and_values_of_rows_are_not_overwritten(form: str, strategy: str, stays: bool) -> None:
     """Where tasks share rows, or have columns of one: a value that one has stored another may still have to load."""
