@@ -12,6 +12,7 @@ from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives
 from ..ir.node import REGISTRY
 from ..process.forks import once_each
 from ..targets.cpu import PRIVATE_BYTES
+from .strategies import DEFAULT, STRATEGIES
 
 Span = tuple[int, int]
 """The steps that first write and last use a buffer; the bytes at which it begins and ends."""
@@ -263,15 +264,22 @@ def checks_data(step: Step) -> bool:
     return any(s.op == "check" for item in alternatives(step) if isinstance(item, Kernel) for s in item.body)
 
 
+def _in_partial_results(kernel: Kernel) -> bool:
+    """Whether what a kernel adds up goes to partial results of its tasks, each of which has rows of its own."""
+    return all(STRATEGIES[kernel.strategies.get(s.buffer, DEFAULT.name)].partials for s in kernel.accums)
+
+
 def may_overwrite(program: Program, kernel: Kernel, source: str, target: str) -> bool:
-    """Whether a kernel may store ``target`` into the memory of ``source``: it loads each element no later than it
-    stores the one at the same index.
+    """Whether a kernel may store ``target`` into the memory of ``source``: it goes through each row once, and loads
+    each element no later than it stores the one at the same index.
     """
     stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
     loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]
-    if len(stores) != 1 or stores[0][1].op != "store" or stores[0][1].where or kernel.accums:
+    if len(stores) != 1 or stores[0][1].op != "store" or stores[0][1].where or not _in_partial_results(kernel):
         return False
     position, store = stores[0]
+    if kernel.accums and kernel.cols and not kernel.is_column(store):
+        return False  # several tasks may have columns of the row, which each load for themselves
     if any(
         load.index != store.index
         or load.where

@@ -56,6 +56,20 @@ def test_the_sign_of_nan_is_0() -> None:
     check(program, SPECIAL.clone().requires_grad_(), SPECIAL.bfloat16(), torch.tensor([-3, 0, 2]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_powers_by_numbers(dtype: torch.dtype) -> None:
+    """A root is a square root, of -inf and -0, too, but in f16; a cube and a square are products; True is 1."""
+
+    def program(x: Any) -> Any:
+        return tuple(x**n for n in (0, 1, 2, 3, 4, -1, -2, 0.5, -0.5, 1.5, True)), torch.float_power(x, 0.5)
+
+    x = torch.cat([SPECIAL, rand(20, grad=False) * 9, torch.tensor([9.0, 1e-6, 4e4])]).to(dtype)
+    values, wanted = compiled(program)(x), program(x)
+    for found, each in zip((*values[0], values[1]), (*wanted[0], wanted[1]), strict=True):
+        torch.testing.assert_close(found, each, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit() & (found == 0), each.signbit() & (each == 0))
+
+
 def test_nansum_of_what_has_no_axis() -> None:
     def program(x: Any, y: Any) -> Any:
         return torch.nansum(x, 0), torch.nansum(x, -1, True), torch.nansum(x), torch.nansum(y, -1, True)

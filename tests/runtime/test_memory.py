@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import gradc
 from gradc import ops
 from gradc.analysis.lifetimes import donations
 from gradc.errors import IndexOutOfRange, InvalidProblem
+from gradc.ir.types import DTYPES
 from gradc.runtime.host import arrays, pool
 from gradc.verify import samples
 
@@ -275,3 +278,85 @@ def test_a_refused_call_leaves_donated_inputs(donate: list[str]) -> None:
     assert (w == 1).all()
     (new,) = (module.forward.run(w=w, k=np.array([1, 2], f32), table=table)["w"],)
     assert (new == 2).all() and np.shares_memory(new, w) == bool(donate)
+
+
+@contextlib.contextmanager
+def threads_of(number: int) -> Iterator[None]:
+    before = pool.num_threads()
+    pool.set_num_threads(number)
+    try:
+        yield
+    finally:
+        pool.set_num_threads(before)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
+@pytest.mark.parametrize("form", ["sum", "columns", "rows", "wide", "squares", "maximum", "scattered"])
+def test_what_is_summed_along_may_be_overwritten(form: str, target: str) -> None:
+    """Sums of a donated input in the kernel that stores its new value, in partial results of tasks: each row is gone
+    through once.  Where rows are in an order of keys or owners, or some of a row's threads store for all, it stays.
+    """
+
+    def graph(a: Any, b: Any, i: Any) -> Any:
+        sums = {
+            "sum": lambda: ops.sum(a),
+            "columns": lambda: ops.sum(a * b, axis=0),
+            "rows": lambda: ops.sum(a, axis=1),
+            "wide": lambda: ops.sum(a * ops.sum(b, axis=1, keepdims=True), axis=0),
+            "squares": lambda: ops.sum(a * a) + ops.sum(b),
+            "maximum": lambda: ops.max(a, axis=0),
+            "scattered": lambda: ops.scatter_add(i, a, axis=0, size=5),
+        }
+        return {"s": sums[form](), "a": a * 0.5 + b}
+
+    rng = np.random.default_rng(0)
+    for shape, dtype in (((70, 33), "f32"), ((3, 300), "bf16"), ((1, 1), "f64"), ((300, 4), "f32")):
+        types = {name: f"{dtype}[{shape[0]},{shape[1]}]" for name in "ab"} | {"i": f"i64[{shape[0]}]"}
+        made = gradc.trace(graph, **types)
+        given = {name: rng.standard_normal(shape).astype(DTYPES[dtype].np) for name in "ab"}
+        given["i"] = rng.integers(0, 5, shape[0])
+        used = {name: given[name] for name in made.input_names}
+        wanted = gradc.compile(made, target=target).forward.run(**used)
+        module = gradc.compile(made, target=target, donate=["a"])
+        for threads in (1, 2):
+            own = {name: x.copy() for name, x in used.items()}
+            with threads_of(threads):
+                found = module.forward.run(**own)
+            assert np.shares_memory(found["a"], own["a"])
+            for name, array in found.items():
+                assert array.tobytes() == wanted[name].tobytes()
+        if target == "cpu" and shape == (70, 33) and form in ("sum", "columns", "rows", "squares"):
+            assert not [k for k in module.forward.program.kernels if k.name.startswith("copy")], form
+
+
+@pytest.mark.parametrize(
+    ("form", "strategy", "stays"),
+    [
+        ("sum", "privatized", False),
+        ("columns", "privatized", False),
+        ("groups", "regular", True),
+        ("scattered", "privatized", False),
+        ("scattered", "segmented", True),
+        ("of rows", "privatized", True),
+    ],
+)
+def test_rows_in_an_order_and_values_of_rows_are_not_overwritten(form: str, strategy: str, stays: bool) -> None:
+    """Where tasks share rows, or have columns of one: a value that one has stored another may still have to load."""
+
+    def graph(a: Any, x: Any, i: Any) -> Any:
+        if form == "of rows":
+            return {"s": ops.sum(x * ops.reshape(a, (-1, 1)), axis=0), "a": a + 1.0}
+        s = {
+            "sum": lambda: ops.sum(a),
+            "columns": lambda: ops.sum(a, axis=0),
+            "groups": lambda: ops.sum(a, axis=1),
+            "scattered": lambda: ops.scatter_add(i, a, axis=0, size=5),
+        }
+        return {"s": s[form](), "a": a * 0.5 + x}
+
+    x = "f32[10,7,33]" if form == "groups" else "f32[70,33]"
+    made = gradc.trace(graph, a="f32[70]" if form == "of rows" else x, x=x, i="i64[70]")
+    program = gradc.compile(made, target="cpu", reductions={"*": strategy}).forward.program
+    (kernel,) = (k for k in program.kernels if "a.2" in k.writes)
+    assert kernel.accums and "a" in kernel.reads, "it is one kernel"
+    assert (not donations(program, {"a": None})) == stays

@@ -257,8 +257,8 @@ pow = Primitive(
 
 
 def _power(a: Any, b: Any) -> Any:
-    if a.dtype.kind == "f":
-        return np.power(a, b)
+    if a.dtype.kind == "f":  # C's: NumPy takes the square root where all exponents are 1/2, of -inf NaN, of -0 -0
+        return np.power(np.where((b == 0.5) & ((a == 0) | np.isinf(a)), np.abs(a), a), b)
     whole = np.power(a, np.maximum(b, 0))
     return np.where(b >= 0, whole, np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))).astype(
         a.dtype

@@ -63,6 +63,24 @@ def _quotient(bound: Mapping[str, Node]) -> Node:
     return bound["y"] / bound["x"]
 
 
+def _is_float(node: Node) -> bool:
+    return node.dtype.is_float
+
+
+def _one(bound: Mapping[str, Node]) -> Node:
+    """pow(x, 0)  ->  1, of NaN, too"""
+    return full(1, bound["power"])
+
+
+def _repeated_product(bound: Mapping[str, Node]) -> Node:
+    """pow(x, 2)  ->  x * x, pow(x, 3)  ->  x * x * x, of floats of 16 bits and fewer in f32: as torch computes them, and
+    nothing overflows on the way that the power does not
+    """
+    x = bound["x"]
+    wide = converted(x, x.dtype.compute) if x.dtype.is_float else x
+    return converted(wide * wide * wide if splat(bound["n"]) == 3 else wide * wide, x.dtype)
+
+
 def _operand(bound: Mapping[str, Node]) -> Node:
     """cast(x)  ->  x"""
     return bound["x"]
@@ -83,6 +101,8 @@ BITS = [
     Rule(x - 0.0, x),
     Rule(x + -0.0, x),
     Rule(op("neg", op("neg", x)), x),
+    Rule(op("pow", x, 1), x),
+    Rule(op("pow", x, 0, bind="power"), _one),
     Rule(op("stop_gradient", x), x),
     Rule(op("where", z, x, x), x),
     Rule(op("where", Var("c", lambda c: splat(c) == 1), x, y), x),
@@ -97,8 +117,10 @@ REAL = [
     Rule(0.0 + x, x),
     Rule(x - -0.0, x),
     Rule(op("reciprocal", x) * y, _quotient),
+    Rule(op("pow", x, Var("n", lambda n: splat(n) in (2, 3))), _repeated_product),
+    Rule(op("pow", Var("x", _is_float), -1), op("reciprocal", x)),
 ]
-"""Equal over the reals: a zero added."""
+"""Equal over the reals: a zero added, a power as products."""
 
 
 def _composed_movement(node: Node) -> Node | None:

@@ -28,6 +28,12 @@ def _product(x: Any, y: Any) -> Any:
     return x & y if both_masks else ops.mul(x, y)
 
 
+def _power(x: Node, y: Any) -> Node:
+    """x ** y; torch takes the square root for y = 1/2, but in f16: of -inf it is NaN, of -0 it is -0."""
+    roots = {0.5: ops.sqrt, -0.5: ops.rsqrt} if x.dtype.is_float and x.dtype.name != "f16" else {}
+    return roots[y](x) if y in roots else ops.pow(x, int(y) if isinstance(y, bool) else y)
+
+
 def _sum(x: Any, y: Any, alpha: Any = 1) -> Any:
     both_masks = all(isinstance(v, Node) and v.dtype.kind == "b" for v in (x, y))
     return x | y if both_masks and alpha == 1 else _plus(x, y, alpha)
@@ -260,7 +266,7 @@ LINES: dict[str, Any] = {
     "aten.floor_divide.default": in_opmath(lambda x, y: ops.divide(x, y, "floor")),
     "aten.remainder.Tensor": to_result(lambda x, y: ops.mod(x, y)),
     "aten.remainder.Scalar": to_result(lambda x, y: ops.mod(x, y)),
-    "aten.pow.Tensor_Scalar": to_result(lambda x, y: ops.pow(x, y)),
+    "aten.pow.Tensor_Scalar": to_result(lambda x, y: _power(x, y)),
     "aten.pow.Tensor_Tensor": to_result(lambda x, y: ops.pow(x, y)),
     "aten.pow.Scalar": to_result(lambda x, y: ops.pow(x, y)),
     "aten.atan2.default": to_result(lambda x, y: ops.atan2(x, y)),
