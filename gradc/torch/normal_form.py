@@ -432,7 +432,6 @@ class _ExplicitGradients(TorchDispatchMode):
     :ivar viewed: by the identity of a view, the operands of the call that gave it.
     :ivar written: what the call that runs now has written to, itself or through views.
     :ivar drawn: copies of what random ops have drawn.
-    :ivar arguments: by identity.
     :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
@@ -449,7 +448,6 @@ class _ExplicitGradients(TorchDispatchMode):
         self.written: dict[int, torch.Tensor] = {}
         self.fresh: dict[int, torch.Tensor] = {}
         self.drawn: list[torch.Tensor] = []
-        self.arguments = {id(x) for x in arguments if isinstance(x, torch.Tensor)}
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 self._mark(self.aliases, argument)  # the caller has it, too
@@ -582,8 +580,6 @@ class _ExplicitGradients(TorchDispatchMode):
         if function in _KEEPING_STRIDES or not _TAGS_KEEPING_STRIDES.isdisjoint(function.tags):
             return None
         x: torch.Tensor = args[0]
-        if not self._viewed_by(x).isdisjoint(self.arguments):  # which has its memory whatever is copied there
-            return None
         if all(_in_order_of_axes(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
             return None
         made = x.clone()  # of the same strides

@@ -389,6 +389,14 @@ def test_a_write_leaves_strides_as_they_are() -> None:
     for got, want in zip(agree(function, x, whole=True), function(x), strict=True):
         assert got.stride() == want.stride()
 
+    def of_an_argument(x: Any) -> Any:
+        x.cumsum_(0)
+        return x * 2, x.mT.tril_() * 2, x.clone()  # what is computed from it is in its order
+
+    for x in (rand(4, 3, grad=False), rand(4, 3, grad=False).mT):
+        for got, want in zip(agree(of_an_argument, x, whole=True), of_an_argument(x), strict=True):
+            assert got.stride() == want.stride()
+
 
 def test_random_ops_draw_what_eager_draws() -> None:
     def function(x: Any, w: Any, v: Any) -> Any:
