@@ -21,11 +21,13 @@ def permutation(name: str, rank: int, layout: str | Sequence[int]) -> tuple[int,
 
     :raises InvalidProblem: it is not a permutation of the axes.
     """
-    named = isinstance(layout, str)
-    try:
-        order = tuple(ORDERS.get(rank, "").find(x) if named else operator.index(x) for x in layout)
-    except TypeError:  # not a sequence, or not of integers
-        order = (-1,)
+    if isinstance(layout, str):
+        order = tuple(ORDERS.get(rank, "").find(letter) for letter in layout)
+    else:
+        try:
+            order = tuple(map(operator.index, layout))
+        except TypeError:  # not a sequence, or not of integers
+            order = (-1,)
     if sorted(order) != list(range(rank)):
         known = f"a word of the letters {ORDERS[rank]}, or " if rank in ORDERS else ""
         raise InvalidProblem(
