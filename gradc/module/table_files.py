@@ -14,6 +14,7 @@ import mmap
 import operator
 import os
 import re
+import tokenize
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
@@ -354,7 +355,7 @@ def _mapped(folder: Path, name: str, type_: Type) -> np.memmap[Any, Any]:
         with _file(folder, name).open("rb") as file:
             _check_length(file)
         made: np.memmap[Any, Any] = np.lib.format.open_memmap(_file(folder, name), "r+")  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
+    except _UNREADABLE as error:
         raise InvalidProblem(f"{_file(folder, name)} is not the file of {type_}: {error}") from error
     if made.size and hasattr(mmap, "MADV_RANDOM"):
         # else a row that is read brings its neighbours, 128 KiB of them
@@ -377,14 +378,18 @@ def _check_length(file: BufferedReader) -> None:
 
 def _read_manifest(folder: Path) -> Any:
     path = folder / _MANIFEST
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise InvalidProblem(f"{folder} has no tables: TableFiles.create makes them") from None
     with _damage(path):
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            raise InvalidProblem(f"{folder} has no tables: TableFiles.create makes them") from None
         manifest = json.loads(text)
         arrays, tables = dict(manifest["arrays"]), list(manifest["rows_of"])
         return {"arrays": arrays, "rows_of": tables, "follows": {name: manifest["follows"][name] for name in arrays}}
+
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, tokenize.TokenError)
+"""What parsers of damaged text raise: NumPy reads a header with Python's own tokenizer."""
 
 
 @contextlib.contextmanager
@@ -394,7 +399,7 @@ def _damage(path: Path) -> Iterator[None]:
         yield
     except InvalidProblem:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise InvalidProblem(f"{path} is damaged: {error}") from None
 
 

@@ -287,11 +287,22 @@ def test_folders_without_tables_or_with_other_files_are_refused(tmp_path: Path) 
     with pytest.raises(InvalidProblem, match=r"top\.npy is not the file of f32\[2,2\]: it ends 5 bytes early"):
         TableFiles.open(tmp_path)
     assert (tmp_path / "top.npy").stat().st_size == cut  # NumPy fills it up with zeros, and says nothing
+    for there, instead in ((b"(2, 2), }   ", b"(True, 4), }"), (b"(2, 2), }", b"(2, 2),  "), (b"'shape'", b"'sh\0pe'")):
+        np.save(tmp_path / "top.npy", np.zeros((2, 2), np.float32))
+        header = (tmp_path / "top.npy").read_bytes()
+        assert there in header
+        (tmp_path / "top.npy").write_bytes(header.replace(there, instead))
+        with pytest.raises(InvalidProblem, match=r"top\.npy is not the file of f32\[2,2\]"):
+            TableFiles.open(tmp_path)
     (tmp_path / "top.npy").unlink()
     with pytest.raises(InvalidProblem, match=r"top\.npy is not the file"):
         TableFiles.open(tmp_path)
     (tmp_path / "tables.json").write_text("{")
     with pytest.raises(InvalidProblem, match="damaged"):
+        TableFiles.open(tmp_path)
+    (tmp_path / "tables.json").unlink()
+    (tmp_path / "tables.json").mkdir()
+    with pytest.raises(InvalidProblem, match=r"tables\.json is damaged"):
         TableFiles.open(tmp_path)
 
 
@@ -497,6 +508,7 @@ def test_a_fork_neither_steps_nor_ends_a_step_nor_keeps_the_folder(tmp_path: Pat
         ("step", b""),
         ("step", b"-1"),
         ("tables.json", b'{"arrays": {"a": 7}, "rows_of": [], "follows": {"a": null}}'),
+        ("tables.json", b"[" * 100_000),
         ("tables.json", b"[]"),
         ("tables.json", b"{}"),
     ],

@@ -78,6 +78,8 @@ def test_any_graph_and_a_saved_module(tmp_path: Any) -> None:
             r"layout='NHWK' for x, which has rank 4: a word of the letters NCHW, or the numbers 0 to 3 in an order",
         ),
         ({"x": (0, 1, 2)}, "which has rank 4"),
+        ({"x": 4}, r"layout=4 for x, which has rank 4"),
+        ({"x": (0, 1, 2, "W")}, "which has rank 4"),
         ({"q": "NHWC"}, "layout names 'q'; there are x, g, y"),
         ("NHWC", "it maps names of inputs and outputs"),
     ],

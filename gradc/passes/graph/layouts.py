@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,13 @@ def permutation(name: str, rank: int, layout: str | Sequence[int]) -> tuple[int,
 
     :raises InvalidProblem: it is not a permutation of the axes.
     """
-    order = tuple(ORDERS.get(rank, "").find(letter) for letter in layout) if isinstance(layout, str) else tuple(layout)
+    if isinstance(layout, str):
+        order = tuple(ORDERS.get(rank, "").find(letter) for letter in layout)
+    else:
+        try:
+            order = tuple(map(operator.index, layout))
+        except TypeError:  # not a sequence, or not of integers
+            order = (-1,)
     if sorted(order) != list(range(rank)):
         known = f"a word of the letters {ORDERS[rank]}, or " if rank in ORDERS else ""
         raise InvalidProblem(
