@@ -73,8 +73,8 @@ def _one(bound: Mapping[str, Node]) -> Node:
 
 
 def _repeated_product(bound: Mapping[str, Node]) -> Node:
-    """pow(x, 2)  ->  x * x, pow(x, 3)  ->  x * x * x, of floats of 16 bits and fewer in f32: as torch computes them, and
-    nothing overflows on the way that the power does not
+    """pow(x, 2)  ->  x * x, pow(x, 3)  ->  x * x * x, of floats of 16 bits and fewer in f32: as torch computes them,
+    and nothing overflows on the way that the power does not
     """
     x = bound["x"]
     wide = converted(x, x.dtype.compute) if x.dtype.is_float else x
