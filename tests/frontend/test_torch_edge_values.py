@@ -70,6 +70,15 @@ def test_powers_by_numbers(dtype: torch.dtype) -> None:
         assert torch.equal(found.signbit() & (found == 0), each.signbit() & (each == 0))
 
 
+def test_powers_of_masks_by_masks_are_masks() -> None:
+    """Also where torch's own rule for what a graph holds says that they are integers: the region leaves them out."""
+    x = torch.tensor([True, False])
+    for n in (True, False, 1, 2):
+        torch._dynamo.reset()
+        found, wanted = compiled(lambda x, n=n: x**n)(x), x**n
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
 def test_nansum_of_what_has_no_axis() -> None:
     def program(x: Any, y: Any) -> Any:
         return torch.nansum(x, 0), torch.nansum(x, -1, True), torch.nansum(x), torch.nansum(y, -1, True)

@@ -338,6 +338,7 @@ def test_what_is_summed_along_may_be_overwritten(form: str, target: str) -> None
         ("scattered", "privatized", False),
         ("scattered", "segmented", True),
         ("of rows", "privatized", True),
+        ("after their sums", "privatized", True),
     ],
 )
 def test_rows_in_an_order_and_values_of_rows_are_not_overwritten(form: str, strategy: str, stays: bool) -> None:
@@ -346,6 +347,8 @@ def test_rows_in_an_order_and_values_of_rows_are_not_overwritten(form: str, stra
     def graph(a: Any, x: Any, i: Any) -> Any:
         if form == "of rows":
             return {"s": ops.sum(x * ops.reshape(a, (-1, 1)), axis=0), "a": a + 1.0}
+        if form == "after their sums":
+            return {"s": ops.sum(x * ops.reshape(a, (-1, 1)), axis=0), "a": a * ops.sum(x, axis=1)}
         s = {
             "sum": lambda: ops.sum(a),
             "columns": lambda: ops.sum(a, axis=0),
@@ -355,7 +358,7 @@ def test_rows_in_an_order_and_values_of_rows_are_not_overwritten(form: str, stra
         return {"s": s[form](), "a": a * 0.5 + x}
 
     x = "f32[10,7,33]" if form == "groups" else "f32[70,33]"
-    made = gradc.trace(graph, a="f32[70]" if form == "of rows" else x, x=x, i="i64[70]")
+    made = gradc.trace(graph, a="f32[70]" if form in ("of rows", "after their sums") else x, x=x, i="i64[70]")
     program = gradc.compile(made, target="cpu", reductions={"*": strategy}).forward.program
     (kernel,) = (k for k in program.kernels if "a.2" in k.writes)
     assert kernel.accums and "a" in kernel.reads, "it is one kernel"

@@ -31,7 +31,7 @@ def _product(x: Any, y: Any) -> Any:
 def _power(x: Node, y: Any) -> Node:
     """x ** y; torch takes the square root for y = 1/2, but in f16: of -inf it is NaN, of -0 it is -0."""
     roots = {0.5: ops.sqrt, -0.5: ops.rsqrt} if x.dtype.is_float and x.dtype.name != "f16" else {}
-    return roots[y](x) if y in roots else ops.pow(x, int(y) if isinstance(y, bool) else y)
+    return roots[y](x) if y in roots else ops.pow(x, y)
 
 
 def _sum(x: Any, y: Any, alpha: Any = 1) -> Any:
